@@ -67,6 +67,14 @@ class Mail:
         self.path.write_bytes(text.encode("utf-8", "surrogateescape"))
 
 
+def encoded(header: str) -> str:
+    """A header of a cover letter, which git leaves in UTF-8, as others are."""
+    if header.isascii():
+        return header
+    name, patch, text = re.split(r": (\[PATCH[^]]*\] )?", header, maxsplit=1)
+    return f"{name}: {patch or ''}" + email.header.Header(text, "utf-8").encode().replace("\n", "")
+
+
 def mails(directory: Path) -> list[Mail]:
     return [Mail(path) for path in sorted(directory.glob("[0-9]*.patch"))]
 
@@ -93,7 +101,8 @@ def finish(line: str, topic: str, version: str, date: str, directory: Path) -> N
     series = mails(directory)
     letter = series[0]
     letter.headers = [
-        f"Date: {date}" if h.lower().startswith("date:") else h for h in letter.headers
+        f"Date: {date}" if h.lower().startswith("date:") else encoded(h)
+        for h in letter.headers
     ]
     slug = f"{topic}-{line}"
     change = hashlib.sha256(slug.encode()).hexdigest()[:12]

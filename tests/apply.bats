@@ -7,12 +7,11 @@ load fake.sh
 
 setup()
 {
-	fake_line
+	fake_ready
 	tree=build/tree/6.1/patched
 }
 
 @test "apply: the same commits from the same patches, whatever git is told" {
-	fake_topic one first
 	fake_topic two second
 	cp -a . ../other
 	cd ../other
@@ -31,7 +30,6 @@ setup()
 }
 
 @test "apply: each topic opens with an empty commit, its cover letter" {
-	fake_topic one first
 	mapfile -t commits < <(git -C "$tree" rev-list --reverse v6.1.5..)
 	[ "${#commits[@]}" = 3 ]
 	git -C "$tree" diff --quiet v6.1.5 "${commits[0]}"
@@ -40,17 +38,15 @@ setup()
 }
 
 @test "apply: nothing is done twice, the base is not touched" {
-	fake_topic one first
 	scripts/worktree 6.1 base
 	touch -d 2001-01-01 "$tree/mm/ksm.c"
 	run scripts/apply 6.1
 	[ "$output" = "$PWD/$tree" ]
 	[ "$(stat -c %y "$tree/mm/ksm.c" | cut -c1-4)" = 2001 ]
-	! grep -q first build/tree/6.1/base/mm/ksm.c
+	not grep -q first build/tree/6.1/base/mm/ksm.c
 }
 
 @test "apply: a topic that is in already is left out, and it says so" {
-	fake_topic one first
 	fake_topic two second
 	rm -rf build
 	printf '# tells it\npresent mm/ksm.c ^int line_30;\nabsent mm/ksm.c ^int nothing\n' \
@@ -66,7 +62,6 @@ setup()
 }
 
 @test "apply: one false line of a probe, or a file that is not there: not in" {
-	fake_topic one first
 	printf 'present mm/ksm.c ^int line_29\nabsent mm/ksm.c ^int line_30;\n' >patches/6.1/one/probe
 	rm -rf build
 	scripts/apply 6.1
@@ -78,19 +73,17 @@ setup()
 }
 
 @test "apply: a broken probe is an error" {
-	fake_topic one first
 	printf 'present mm/ksm.c (\n' >patches/6.1/one/probe
 	run scripts/apply 6.1
 	one_error 'probe: bad line: present mm/ksm.c \($'
 }
 
 @test "apply: a conflict names patch, file and hunk, and leaves the tree" {
-	fake_topic one first
 	before=$(git -C "$tree" rev-parse HEAD)
 	fake_source 6.1.9
 	fake_base 6.1 6.1.9 6.1.9
-	sed -i 's/^int line_31;/int other;/' "$BATS_TEST_TMPDIR/src/linux-6.1.9/mm/ksm.c"
-	tar -C "$BATS_TEST_TMPDIR/src" -cJf "$FAKE_MIRROR/linux_6.1.9.orig.tar.xz" linux-6.1.9
+	sed -i 's/^int line_31;/int other;/' "$FAKE/src/linux-6.1.9/mm/ksm.c"
+	tar -C "$FAKE/src" -cJf "$FAKE_MIRROR/linux_6.1.9.orig.tar.xz" linux-6.1.9
 	sed -i '/^6.1.9/d' patches/6.1/base
 	fake_base 6.1 6.1.9 6.1.9
 	run scripts/apply 6.1.9
@@ -101,12 +94,11 @@ setup()
 }
 
 @test "apply: no fuzz, but an offset is fine" {
-	fake_topic one first
 	for change in '1i int offset;:ok' 's/^int line_28;/int fuzz;/:no'; do
 		version=6.1.$((RANDOM % 1000 + 10))
 		fake_source "$version"
-		sed -i "${change%:*}" "$BATS_TEST_TMPDIR/src/linux-$version/mm/ksm.c"
-		tar -C "$BATS_TEST_TMPDIR/src" -cJf "$FAKE_MIRROR/linux_$version.orig.tar.xz" "linux-$version"
+		sed -i "${change%:*}" "$FAKE/src/linux-$version/mm/ksm.c"
+		tar -C "$FAKE/src" -cJf "$FAKE_MIRROR/linux_$version.orig.tar.xz" "linux-$version"
 		fake_base 6.1 "$version" "$version"
 		run scripts/apply "$version"
 		[ "${change#*:}/$status" = ok/0 ] || [ "${change#*:}/$status" = no/1 ]
@@ -114,17 +106,15 @@ setup()
 }
 
 @test "apply: a file that a patch changes is not there" {
-	fake_topic one first
 	fake_source 6.1.9
-	rm "$BATS_TEST_TMPDIR/src/linux-6.1.9/mm/ksm.c"
-	tar -C "$BATS_TEST_TMPDIR/src" -cJf "$FAKE_MIRROR/linux_6.1.9.orig.tar.xz" linux-6.1.9
+	rm "$FAKE/src/linux-6.1.9/mm/ksm.c"
+	tar -C "$FAKE/src" -cJf "$FAKE_MIRROR/linux_6.1.9.orig.tar.xz" linux-6.1.9
 	fake_base 6.1 6.1.9 6.1.9
 	run scripts/apply 6.1.9
 	one_error '0001-mm-ksm-first.patch does not apply to v6.1.9: mm/ksm.c: does not exist in index'
 }
 
 @test "apply: the user's changes and commits stay, and it says so" {
-	fake_topic one first
 	echo 'int mine;' >>"$tree/mm/ksm.c"
 	run scripts/apply 6.1
 	[ "$status" = 0 ]
@@ -137,7 +127,6 @@ setup()
 }
 
 @test "apply: new patches in a clean tree: only files that differ are written" {
-	fake_topic one first
 	cp -a patches ../old
 	fake_topic two second
 	git -C "$tree" switch -q -c mine
@@ -147,7 +136,7 @@ setup()
 	rm -rf patches
 	cp -a ../old patches
 	scripts/apply 6.1
-	! grep -q second "$tree/mm/ksm.c"
+	not grep -q second "$tree/mm/ksm.c"
 	[ "$(stat -c %y "$tree/mm/huge_memory.c" | cut -c1-4)" = 2001 ]
 	[ -d "$tree/.x86_64-test" ]
 	# A branch of the user's is not moved.
@@ -155,7 +144,6 @@ setup()
 }
 
 @test "apply: tree and patches both changed" {
-	fake_topic one first
 	cp -a patches ../old
 	fake_topic two second
 	echo 'int mine;' >>"$tree/mm/ksm.c"
@@ -168,11 +156,10 @@ setup()
 	git -C "$tree" stash -q -u
 	git -C "$tree" reset -q --hard refs/applied/6.1
 	scripts/apply 6.1
-	! grep -q second "$tree/mm/ksm.c"
+	not grep -q second "$tree/mm/ksm.c"
 }
 
 @test "apply: a move that was killed half-way is finished" {
-	fake_topic one first
 	old=$(git -C "$tree" rev-parse HEAD)
 	cp -a patches ../old
 	fake_topic two second
@@ -185,11 +172,10 @@ setup()
 	scripts/apply 6.1
 	[ "$(git -C "$tree" rev-parse HEAD)" = "$new" ]
 	[ -z "$(git -C "$tree" status --porcelain)" ]
-	! git -C "$tree" rev-parse -q --verify refs/moving/6.1/patched
+	not git -C "$tree" rev-parse -q --verify refs/moving/6.1/patched
 }
 
 @test "apply: what killed runs left is no obstacle" {
-	fake_topic one first
 	head=$(git -C "$tree" rev-parse HEAD)
 	rm -rf "$tree"
 	mkdir -p build/stack/6.1/tree/.git/rebase-apply build/tree/6.1/patched.new/mm
@@ -200,7 +186,6 @@ setup()
 }
 
 @test "apply: a repository that was moved to another place" {
-	fake_topic one first
 	scripts/worktree 6.1 base
 	mv "$PWD" "$PWD.moved"
 	cd "$PWD.moved"
@@ -210,14 +195,12 @@ setup()
 }
 
 @test "apply: a tree that belongs to nothing is not overwritten" {
-	fake_topic one first
 	rm -rf build/linux.git
 	run scripts/apply 6.1
 	one_error 'patched is no work tree of .*linux.git; move it away'
 }
 
 @test "apply: a patch of the middle is missing" {
-	fake_topic one first
 	rm patches/6.1/one/0001-*
 	run scripts/apply 6.1
 	one_error 'one holds 1 patches, but its cover letter says 2'

@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: GPL-2.0
-# shellcheck shell=bash disable=SC2034
+# shellcheck shell=bash disable=SC2034,SC2154
 # Sourced by tests of the sources, the trees and the series: a repository of
 # their own with a tiny kernel, and a stand-in for apt with a mirror in a
 # directory, so that they need neither network nor time.
 
-# fake_repo [NAME]: a repository with our scripts, and cd to it.
+FAKE=$BATS_FILE_TMPDIR/work
+
+# fake_repo: a repository with our scripts, and nothing of an earlier test.
 fake_repo()
 {
-	repo=$BATS_TEST_TMPDIR/${1:-repo}
-	mkdir -p "$repo/patches"
-	cp -a "$BATS_TEST_DIRNAME/../scripts" "$repo/scripts"
+	rm -rf "$FAKE"
+	mkdir -p "$FAKE"/{repo/patches,home,bin,mirror,src}
+	cp -a "$BATS_TEST_DIRNAME/../scripts" "$FAKE/repo/scripts"
+	fake_env
+}
+
+# fake_env: work in that repository, as nobody in particular.
+fake_env()
+{
 	unset BUILD SRC_CACHE KTREE BASE TOPIC
-	export HOME=$BATS_TEST_TMPDIR/home
-	mkdir -p "$HOME"
+	export HOME=$FAKE/home FAKE_MIRROR=$FAKE/mirror PATH=$FAKE/bin:$PATH
 	export GIT_AUTHOR_NAME='A U Thor' GIT_AUTHOR_EMAIL=author@example.org
 	export GIT_COMMITTER_NAME='A U Thor' GIT_COMMITTER_EMAIL=author@example.org
-	cd "$repo" || return 1
+	cd "$FAKE/repo" || return 1
 }
 
 # fake_kernel VERSION DIR: the files of a kernel.
@@ -27,7 +34,9 @@ fake_kernel()
 	printf 'VERSION = %s\nPATCHLEVEL = %s\nSUBLEVEL = %s\nEXTRAVERSION =\n' \
 		"$(cut -d. -f1 <<<"$1")" "$(cut -d. -f2 <<<"$1")" \
 		"$(cut -d. -f3 <<<"$1")" >"$2/Makefile"
-	printf '.*\n*.o\nvmlinux\n!.gitignore\n' >"$2/.gitignore"
+	# As long as a real one: nobody may stop reading it half-way.
+	yes '# filler' | head -n 20000 >>"$2/Makefile"
+	printf '.*\n*.o\nvmlinux\ntags\n!.gitignore\n' >"$2/.gitignore"
 	for i in $(seq 60); do
 		printf 'int line_%s;\n' "$i"
 	done >"$2/mm/ksm.c"
@@ -42,12 +51,11 @@ fake_kernel()
 # linux=VERSION-1.
 fake_source()
 {
-	local dir=$BATS_TEST_TMPDIR/src/linux-$1
+	local dir=$FAKE/src/linux-$1
 
 	fake_kernel "$1" "$dir"
 	find "$dir" -print0 | xargs -0 touch -h -d '2024-05-06 07:08:09 UTC'
-	mkdir -p "$FAKE_MIRROR"
-	tar -C "$BATS_TEST_TMPDIR/src" -cJf "$FAKE_MIRROR/linux_$1.orig.tar.xz" "linux-$1"
+	tar -C "$FAKE/src" -cJf "$FAKE_MIRROR/linux_$1.orig.tar.xz" "linux-$1"
 	printf 'linux %s-1 linux_%s.orig.tar.xz\n' "$1" "$1" >>"$FAKE_MIRROR/list"
 }
 
@@ -67,9 +75,7 @@ fake_base()
 # make it fail: offline, full, sync (once), lacks, corrupt.
 fake_apt()
 {
-	export FAKE_MIRROR=$BATS_TEST_TMPDIR/mirror
-	mkdir -p "$FAKE_MIRROR" "$BATS_TEST_TMPDIR/bin"
-	cat >"$BATS_TEST_TMPDIR/bin/apt-get" <<-'EOF'
+	cat >"$FAKE/bin/apt-get" <<-'EOF'
 	#!/usr/bin/env bash
 	set -eu
 	echo "$*" >>"$FAKE_MIRROR/log"
@@ -102,24 +108,38 @@ fake_apt()
 	done <"$FAKE_MIRROR/list"
 	fail "Unable to find a source package for $want"
 	EOF
-	cat >"$BATS_TEST_TMPDIR/bin/apt-cache" <<-'EOF'
+	cat >"$FAKE/bin/apt-cache" <<-'EOF'
 	#!/usr/bin/env bash
 	package=${*: -1}
 	awk -v p="$package" '$1 == p { print $1 " | " $2 " | http://mirror.invalid" }' "$FAKE_MIRROR/list"
 	EOF
 	# No test waits for a mirror.
-	printf '#!/bin/sh\n' >"$BATS_TEST_TMPDIR/bin/sleep"
-	chmod +x "$BATS_TEST_TMPDIR"/bin/*
-	PATH=$BATS_TEST_TMPDIR/bin:$PATH
+	printf '#!/bin/sh\n' >"$FAKE/bin/sleep"
+	chmod +x "$FAKE"/bin/*
 }
 
 # fake_line: a repository with BASE=6.1 (6.1.5) on the mirror.
 fake_line()
 {
-	fake_repo "${1:-}"
+	fake_repo
 	fake_apt
-	[ -f "$FAKE_MIRROR/linux_6.1.5.orig.tar.xz" ] || fake_source 6.1.5
-	[ -f patches/6.1/base ] || fake_base 6.1 6.1 6.1.5
+	fake_source 6.1.5
+	fake_base 6.1 6.1 6.1.5
+}
+
+# fake_ready: the same with topic "one" in its tree. It is made once per file,
+# and put back at the same place, which git's work trees know, for each test.
+fake_ready()
+{
+	if [ ! -d "$FAKE.ready" ]; then
+		fake_line
+		fake_topic one first
+		cp -a "$FAKE" "$FAKE.ready"
+	fi
+	cd /
+	rm -rf "$FAKE"
+	cp -a "$FAKE.ready" "$FAKE"
+	fake_env
 }
 
 # commit DATE SUBJECT [FILE]: one signed patch in the patched tree.
@@ -160,4 +180,12 @@ one_error()
 	[ "$status" -ne 0 ] || { echo "succeeded: $output"; return 1; }
 	[ "$(grep -c '^error: ' <<<"$output")" = 1 ] || { echo "not one error: $output"; return 1; }
 	grep -qE "^error: .*$1" <<<"$output" || { echo "not '$1': $output"; return 1; }
+}
+
+# not COMMAND...: bats does not see a failing "! COMMAND".
+not()
+{
+	if "$@"; then
+		return 1
+	fi
 }

@@ -19,7 +19,7 @@ in_repo()
 	[ "$(in_repo log -1 --format='%s %at %ct' v6.1.5)" = 'Linux 6.1.5 1714979289 1714979289' ]
 	[ "$(in_repo ls-tree -r v6.1.5 scripts/run.sh | cut -c1-6)" = 100755 ]
 	[ "$(in_repo ls-tree -r v6.1.5 scripts/link | cut -c1-6)" = 120000 ]
-	cmp <(in_repo show v6.1.5:mm/ksm.c) "$BATS_TEST_TMPDIR/src/linux-6.1.5/mm/ksm.c"
+	cmp <(in_repo show v6.1.5:mm/ksm.c) "$FAKE/src/linux-6.1.5/mm/ksm.c"
 }
 
 @test "fetch: the second time nobody asks the mirror" {
@@ -49,9 +49,9 @@ in_repo()
 
 @test "fetch: a missing tool is named" {
 	for tool in bash dirname env sed basename awk paste git python3 sort; do
-		ln -s "$(command -v "$tool")" "$BATS_TEST_TMPDIR/bin/$tool"
+		ln -s "$(command -v "$tool")" "$FAKE/bin/$tool"
 	done
-	PATH=$BATS_TEST_TMPDIR/bin run scripts/fetch 6.1
+	PATH=$FAKE/bin run scripts/fetch 6.1
 	one_error "xz is missing; run 'make packages'"
 }
 
@@ -63,9 +63,9 @@ in_repo()
 
 @test "fetch: no network, but the tarball is in SRC_CACHE" {
 	touch "$FAKE_MIRROR/offline"
-	mkdir "$BATS_TEST_TMPDIR/cache"
-	cp "$FAKE_MIRROR/linux_6.1.5.orig.tar.xz" "$BATS_TEST_TMPDIR/cache"
-	[ "$(SRC_CACHE=$BATS_TEST_TMPDIR/cache scripts/fetch 6.1)" = v6.1.5 ]
+	mkdir "$FAKE/cache"
+	cp "$FAKE_MIRROR/linux_6.1.5.orig.tar.xz" "$FAKE/cache"
+	[ "$(SRC_CACHE=$FAKE/cache scripts/fetch 6.1)" = v6.1.5 ]
 }
 
 @test "fetch: a damaged file in the cache is fetched again" {
@@ -107,13 +107,13 @@ in_repo()
 @test "fetch: a full disk while the source is imported" {
 	mkdir build
 	mount -t tmpfs -o size=200k tmpfs build 2>/dev/null || skip 'may not mount a tmpfs'
-	head -c 3000000 /dev/urandom >"$BATS_TEST_TMPDIR/src/linux-6.1.5/mm/big.c"
-	tar -C "$BATS_TEST_TMPDIR/src" -cJf "$FAKE_MIRROR/linux_6.1.5.orig.tar.xz" linux-6.1.5
+	head -c 3000000 /dev/urandom >"$FAKE/src/linux-6.1.5/mm/big.c"
+	tar -C "$FAKE/src" -cJf "$FAKE_MIRROR/linux_6.1.5.orig.tar.xz" linux-6.1.5
 	rm patches/6.1/base
 	fake_base 6.1 6.1 6.1.5
-	mkdir "$BATS_TEST_TMPDIR/cache"
-	cp "$FAKE_MIRROR"/linux_6.1.5* "$BATS_TEST_TMPDIR/cache"
-	SRC_CACHE=$BATS_TEST_TMPDIR/cache run scripts/fetch 6.1
+	mkdir "$FAKE/cache"
+	cp "$FAKE_MIRROR"/linux_6.1.5* "$FAKE/cache"
+	SRC_CACHE=$FAKE/cache run scripts/fetch 6.1
 	tags=$(in_repo tag)
 	left=$(find build/linux.git -name 'tmp_pack_*')
 	umount build
@@ -182,32 +182,32 @@ in_repo()
 @test "fetch: an interrupted import leaves no tag, the next run goes on" {
 	xz=$(command -v xz)
 	sleep=$(PATH=/usr/bin:/bin command -v sleep)
-	printf '#!/bin/sh\n"%s" "$@" | head -c 4000\n"%s" 30\n' "$xz" "$sleep" >"$BATS_TEST_TMPDIR/bin/xz"
-	chmod +x "$BATS_TEST_TMPDIR/bin/xz"
+	printf '#!/bin/sh\n"%s" "$@" | head -c 4000\n"%s" 30\n' "$xz" "$sleep" >"$FAKE/bin/xz"
+	chmod +x "$FAKE/bin/xz"
 	run timeout -s INT 2 scripts/fetch 6.1
 	[ "$status" -ne 0 ]
 	[ -z "$(in_repo tag)" ]
-	rm "$BATS_TEST_TMPDIR/bin/xz"
+	rm "$FAKE/bin/xz"
 	[ "$(scripts/fetch 6.1)" = v6.1.5 ]
 	[ -z "$(find build/linux.git -name 'tmp_pack_*')" ]
 }
 
 @test "fetch: a linux-source package, without what Debian adds" {
-	dir=$BATS_TEST_TMPDIR/linux-source-6.1
+	dir=$FAKE/linux-source-6.1
 	fake_kernel 6.1.7 "$dir"
 	sed -i 's/^int line_7;/&\nEXPORT_SYMBOL_GPL(line_7);/' "$dir/mm/ksm.c"
 	diff -u --label a/mm/ksm.c --label b/mm/ksm.c \
-		"$BATS_TEST_TMPDIR/src/linux-6.1.5/mm/ksm.c" "$dir/mm/ksm.c" \
+		"$FAKE/src/linux-6.1.5/mm/ksm.c" "$dir/mm/ksm.c" \
 		>patches/6.1/debian.patch || true
 	mkdir -p deb/DEBIAN deb/usr/src
 	printf 'Package: linux-source-6.1\nVersion: 6.1.7-2\nArchitecture: all\nMaintainer: x\nDescription: x\n' >deb/DEBIAN/control
-	tar -C "$BATS_TEST_TMPDIR" -cJf deb/usr/src/linux-source-6.1.tar.xz linux-source-6.1
+	tar -C "$FAKE" -cJf deb/usr/src/linux-source-6.1.tar.xz linux-source-6.1
 	dpkg-deb -b deb "$FAKE_MIRROR/linux-source-6.1_6.1.7-2_all.deb" >/dev/null
 	echo 'linux-source-6.1 6.1.7-2 linux-source-6.1_6.1.7-2_all.deb' >>"$FAKE_MIRROR/list"
 	fake_base 6.1 6.1.7 6.1.7 linux-source-6.1=6.1.7-2
 	run scripts/fetch 6.1.7
 	[ "$status" = 0 ]
 	[[ $output == *v6.1.7 ]]
-	cmp <(in_repo show v6.1.7:mm/ksm.c) "$BATS_TEST_TMPDIR/src/linux-6.1.5/mm/ksm.c"
+	cmp <(in_repo show v6.1.7:mm/ksm.c) "$FAKE/src/linux-6.1.5/mm/ksm.c"
 	[ "$(in_repo tag)" = v6.1.7 ]
 }

@@ -167,3 +167,16 @@ prune_worktrees()
 	done
 	in_repo worktree prune
 }
+
+# valid_input: BASE, STATE, CONFIG, ARCH and TOPIC name things that exist. Asked
+# before anything long begins.
+valid_input()
+{
+	local line
+
+	line=$(line_of "$BASE")
+	tree_of "$BASE" "$STATE" >/dev/null
+	image_of "$BASE" "$STATE" "$CONFIG" >/dev/null
+	fragments_of "$BASE" "$CONFIG" >/dev/null
+	topics "$line" "${TOPIC:-}" >/dev/null
+}

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: GPL-2.0
+# shellcheck shell=bash
+# Sourced by scripts whose result is TAP: one line per test, the output of a
+# failed one below it.
+
+# tap NAME COMMAND...: run it; its output is shown only when it fails.
+tap()
+{
+	local name=$1 out
+
+	shift
+	if out=$("$@" 2>&1); then
+		printf 'ok - %s\n' "$name"
+	else
+		printf 'not ok - %s\n' "$name"
+		printf '# %s\n' "${out//$'\n'/$'\n'# }"
+		TAP_FAILED=1
+	fi
+}
+# shellcheck disable=SC2034 # the caller exits with it
+TAP_FAILED=0

@@ -6,14 +6,15 @@
 # tap NAME COMMAND...: run it; its output is shown only when it fails.
 tap()
 {
-	local name=$1 out
+	# COMMAND may be a function, which sees these names.
+	local tap_name=$1 tap_out
 
 	shift
-	if out=$("$@" 2>&1); then
-		printf 'ok - %s\n' "$name"
+	if tap_out=$("$@" 2>&1); then
+		printf 'ok - %s\n' "$tap_name"
 	else
-		printf 'not ok - %s\n' "$name"
-		printf '# %s\n' "${out//$'\n'/$'\n'# }"
+		printf 'not ok - %s\n' "$tap_name"
+		printf '# %s\n' "${tap_out//$'\n'/$'\n'# }"
 		TAP_FAILED=1
 	fi
 }

@@ -75,6 +75,14 @@ kernel: packages ## one kernel: BASE= STATE= CONFIG=
 guest: packages ## boot a kernel and run static programs in it: RUN="prog args; prog2"
 	@scripts/guest
 
+.PHONY: bench
+bench: packages ## instructions of the workload programs, base and patched
+	@scripts/bench
+
+.PHONY: mutations
+mutations: packages ## break a topic on purpose; its selftest must turn red
+	@set -o pipefail; scripts/mutations | scripts/summary
+
 .PHONY: clean
 clean: ## remove build/ (trees with work that is not in patches/ are kept)
 	@scripts/clean

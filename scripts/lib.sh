@@ -180,3 +180,15 @@ valid_input()
 	fragments_of "$BASE" "$CONFIG" >/dev/null
 	topics "$line" "${TOPIC:-}" >/dev/null
 }
+
+# KMAKE: arguments of every call of a kernel's make. One that differs in the
+# compiler rebuilds the host tools, and objtool rebuilds all the rest.
+export CCACHE_DIR=${CCACHE_DIR:-$BUILD/ccache} CCACHE_MAXSIZE=5G
+# shellcheck disable=SC2034 # for those who source this
+KMAKE=("ARCH=$ARCH" KBUILD_BUILD_USER=mm KBUILD_BUILD_HOST=mm KBUILD_BUILD_VERSION=1
+	"KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970")
+if [ -n "${LLVM:-}" ]; then
+	KMAKE+=("LLVM=$LLVM" "CC=ccache clang${LLVM#1}" "HOSTCC=ccache clang${LLVM#1}")
+else
+	KMAKE+=("CC=ccache ${CROSS_COMPILE:-}gcc" "HOSTCC=ccache gcc")
+fi

@@ -28,7 +28,7 @@ help: ## this list
 	@echo 'Commands (make COMMAND VARIABLE=value …):'
 	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 12
 	@echo 'Variables:'
-	@sed -nE 's/^#v ([A-Z]+) (.*)/  \1\t\2/p' Makefile | expand -t 12
+	@sed -nE 's/^#v ([A-Z_]+) (.*)/  \1\t\2/p' Makefile | expand -t 12
 
 #v BASE kernel to work on: 6.1 6.1.192 6.12 6.12.38 7.3 (default 6.1)
 #v KTREE a kernel tree of your own instead of BASE; it is only read
@@ -37,10 +37,14 @@ help: ## this list
 #v CONFIG test, bench or debug (default test)
 #v ARCH x86_64
 #v RUN programs for the guest: "prog args; prog2" (static, copied in)
-#v SMP guest CPUs; MEM guest memory; HUGEPAGES hugetlb pool; TIMEOUT silent seconds
-#v ICOUNT 1: deterministic guest, its clock counts instructions
-#v O where to build (default build/); SRC_CACHE where source tarballs are kept
-#v V W C LLVM as in the kernel's own Makefile
+#v SMP CPUs of the guest (default 4)
+#v MEM memory of the guest (default 3G)
+#v HUGEPAGES hugetlb pool of the guest (default 64)
+#v TIMEOUT seconds of silence after which a guest hangs (default 120)
+#v ICOUNT 1: deterministic guest, whose clock counts instructions
+#v O where to build (default build/)
+#v SRC_CACHE where source tarballs are kept (default build/src)
+#v V as in the kernel's own Makefile; so are W, C and LLVM
 
 .PHONY: packages
 packages: ## install what the project needs (Debian, root)

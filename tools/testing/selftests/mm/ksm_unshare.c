@@ -1026,15 +1026,27 @@ static void memcg_worker(void)
 	check_content(mem, NR_MANY, 'g');
 }
 
-/* Many pages of each of a few contents, so that there is more to swap out. */
-static void swap_worker(void)
+/*
+ * Many pages of each of a few contents, so that there is more to swap out. A
+ * pipe that holds a page of each content keeps them all in the swap cache.
+ */
+static void swap_out(bool in_pipe)
 {
 	char *mem = map_pages(NR_PAGES, 'x');
-	int i, try, swapped = 0;
+	int i, fds[2], try, swapped = 0;
+	struct iovec iov;
 
 	for (i = 0; i < NR_PAGES; i++)
 		mem[i * pagesize] = i % 16;
 	merge(mem, NR_PAGES, KPF_KSM);
+	if (in_pipe && pipe(fds))
+		die("pipe");
+	for (i = 0; in_pipe && i < 16; i++) {
+		iov.iov_base = mem + i * pagesize;
+		iov.iov_len = pagesize;
+		if (vmsplice(fds[1], &iov, 1, SPLICE_F_NONBLOCK) != (ssize_t)pagesize)
+			skip("vmsplice: %s", strerror(errno));
+	}
 	for (try = 0; try < 500 && swapped < NR_PAGES / 4; try++) {
 		if (write_group(group, "memory.reclaim", "1M") &&
 		    errno == ENOENT)
@@ -1050,8 +1062,21 @@ static void swap_worker(void)
 		if (mem[i * pagesize] != i % 16 ||
 		    mem[(i + 1) * pagesize - 1] != 'x')
 			fail("page %d has wrong content", i);
+	/* What was still in the swap cache has been mapped by reading it. */
+	if (in_pipe)
+		check_unmerged(mem, NR_PAGES);
 	fill(mem, NR_PAGES, 'y');
 	check_content(mem, NR_PAGES, 'y');
+}
+
+static void swap_worker(void)
+{
+	swap_out(false);
+}
+
+static void swap_cache_worker(void)
+{
+	swap_out(true);
 }
 
 static void run_in_group(void (*worker)(void))
@@ -1087,6 +1112,11 @@ static void memcg_limit(void)
 static void swapped(void)
 {
 	run_in_group(swap_worker);
+}
+
+static void in_swap_cache(void)
+{
+	run_in_group(swap_cache_worker);
 }
 
 /*
@@ -1190,6 +1220,7 @@ static const struct test_case {
 	{ "control: unmerge of a page that a pipe reads", unmerge_pinned },
 	{ "control: unmerge of pages on the move", unmerge_moving },
 	{ "control: unmerge of swapped pages", swapped },
+	{ "unmerge of pages in the swap cache", in_swap_cache },
 	{ "control: unmerge with a timer running", unmerge_interrupted },
 	{ "control: unmerge over the limit of a memcg", memcg_limit },
 	{ "control: unmerge ends by SIGKILL", kill_unmerge },

@@ -78,3 +78,46 @@ setup()
 	[ "$status" -eq 0 ]
 	[ ! -e build ]
 }
+
+@test "clean keeps a branch and a stash" {
+	git init -q --bare build/linux.git
+	commit=$(git --git-dir=build/linux.git -c user.name=t -c user.email=t@t \
+		commit-tree -m work "$(git --git-dir=build/linux.git mktree </dev/null)")
+	git --git-dir=build/linux.git update-ref refs/heads/mine "$commit"
+	run make clean
+	one_line_error 'holds work of yours .refs/heads/mine.'
+	[ -d build/linux.git ]
+}
+
+@test "the closing count: passed, failed, skipped" {
+	run scripts/summary <<-X
+	1..4
+	ok 1 one
+	ok - two
+	ok 3 three # SKIP no swap
+	3 passed, 0 failed, 1 skipped
+	okay, no test
+	X
+	[ "$status" -eq 0 ]
+	[ "${lines[-1]}" = '2 passed, 0 failed, 1 skipped' ]
+	[ "$(grep -c passed <<<"$output")" -eq 1 ]
+}
+
+@test "the closing count: a failure, or no test at all, is red" {
+	run scripts/summary <<<'not ok 1 one'
+	[ "$status" -eq 1 ]
+	[ "$output" = $'not ok 1 one\n0 passed, 1 failed, 0 skipped' ]
+	run scripts/summary </dev/null
+	[ "$status" -eq 1 ]
+}
+
+@test "bench and mutations name a topic that has none" {
+	cp -r patches/6.1/fork-pte patches/6.1/nothing
+	echo nothing >>patches/6.1/series
+	printf '#!/bin/bash\n' >scripts/tree
+	run make bench TOPIC=nothing
+	one_line_error 'no workload program in tools/mm/ for nothing'
+	run make mutations TOPIC=nothing
+	grep -q '^error: no mutation in tests/mutations/ for nothing' <<<"$output"
+	[ "$status" -ne 0 ]
+}

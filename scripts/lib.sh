@@ -89,6 +89,13 @@ topics()
 	fi
 }
 
+# selftests_of LINE TOPIC: its selftests, the new files that it adds there.
+selftests_of()
+{
+	sed -nE 's,^ create mode 100644 tools/testing/selftests/(mm|vm)/([a-z0-9_]+)\.c$,\2,p' \
+		"$ROOT/patches/$1/$2"/[0-9]*.patch | sort -u
+}
+
 # tree_of BASE STATE: the directory of that kernel tree.
 tree_of()
 {
